@@ -241,15 +241,16 @@ def run_pairs(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
     traces, found = list[Any](), list[dict[str, Any]]()
     for folder in args.folders:  # an id is of one session within its folder
-        traces += (own := {trace.trace_id: trace for trace in read_traces(folder)}).values()
-        verdicts = [row for row in read_jsonl(folder / VERDICTS_NAME) if row["trace_id"] in own]
-        if any(row["step"] >= len(own[row["trace_id"]].steps) for row in verdicts):
+        traces += (own := [*read_traces(folder)])
+        by_id = {trace.trace_id: trace for trace in own}
+        verdicts = [row for row in read_jsonl(folder / VERDICTS_NAME) if row["trace_id"] in by_id]
+        if any(row["step"] >= len(by_id[row["trace_id"]].steps) for row in verdicts):
             problem = (
                 f"{VERDICTS_NAME} speaks of steps that its sessions do not have, as they were read anew."
             )
             fix = f"composer-rl traces replay {quote(str(folder))} --teacher … --tasks STORE"
             raise InputError("CR0942", problem, where=str(folder / VERDICTS_NAME), fix=fix)
-        found += pairs.executed_pairs(own, verdicts)
+        found += pairs.executed_pairs(by_id, verdicts)
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 

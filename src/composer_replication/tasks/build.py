@@ -81,9 +81,9 @@ def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
 
 
 def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
-    """The candidates that pins name, in their order."""
+    """The candidates that pins name, in their order, each once."""
     chosen = []
-    for pin in pins:
+    for pin in dict.fromkeys(pins):
         deletion = repository.by_pin(pin)
         if deletion is None:
             near = difflib.get_close_matches(pin, [d.pin for d in repository.deletions], n=1, cutoff=0.0)

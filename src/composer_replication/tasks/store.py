@@ -357,11 +357,13 @@ class TaskStore:
 
     @contextmanager
     def proposed(self, record: TaskRecord, secret: SecretRecord) -> Iterator[Task]:
-        """A task that is read meanwhile as if it were kept; nothing of it is written."""
-        both: dict[str, TaskRecord | SecretRecord] = {"tasks": record, "secrets": secret}
-        names = {f"{kind}/{record.task_id}.json": one for kind, one in both.items()}
+        """A task whose records are read meanwhile as if they were kept; nothing of it is written."""
+        names = [f"{kind}/{record.task_id}.json" for kind in ("tasks", "secrets")]
         with self._lock:
-            self._parsed |= {name: {one.from_json: one} for name, one in names.items()}
+            self._parsed |= {
+                names[0]: {TaskRecord.from_json: record},
+                names[1]: {SecretRecord.from_json: secret},
+            }
         try:
             yield record.to_task(secret, self.repository(record.repository_record))
         finally:

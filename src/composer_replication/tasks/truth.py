@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from composer_replication.tasks.candidate import Candidate
@@ -31,55 +32,68 @@ from composer_replication.tasks.workers import Workers
 
 # --- Recorded behaviour.
 
+FUNCTIONS_A_PART = 40
+"""Of one repository: so many at most are recorded in one run of its suite. The behaviour of some packages is that of a hundred
+functions, which would keep one processor busy long after the others.
+"""
 SAME_BEFORE = "the code before the patch does the same"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 
 Tasks = Mapping[str, Candidate]
 """By task id, what the tasks of a store were made of that passed the gates."""
-_TwinPart = tuple[Bench, list[BodyCut], set[str]]
-"""The bench of a repository, some of its functions, and the pins of all its functions that are eager (``build_twins``)."""
 
 
-def _twin_parts(store: TaskStore, tasks: Tasks) -> list[_TwinPart]:
-    """The functions of some tasks of one repository that no earlier build has looked at, in parts to be recorded."""
-    bench = next(iter(tasks.values())).repository.bench
-    fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
-    secrets = {task_id: store.secret(task_id) for task_id in tasks}
-    cuts = {cut.pin: cut for task_id in tasks if secrets[task_id].twins is None for cut in fair[task_id]}
-    # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
-    eager = {cut.pin for task_id in tasks if not secrets[task_id].hidden for cut in fair[task_id]}
-    pins = sorted(cuts)
-    parts = (pins[first : first + FUNCTIONS_A_PART] for first in range(0, len(pins), FUNCTIONS_A_PART))
-    return [(bench, [cuts[pin] for pin in part], eager) for part in parts]
+class _Recording:
+    """The tasks of one repository while what their functions do is recorded, part by part; the last part keeps the twins.
 
-
-def _attach_twins(store: TaskStore, tasks: Tasks, found: TwinSearch, workers: Workers) -> None:
-    """Keep the twins of some tasks of one repository as secrets.
-
-    Tasks that have neither hidden tests nor a twin are left as they are: they are about to be refused, with the reason that
-    is given here. A task of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
+    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks that have neither hidden
+    tests nor a twin: they are about to be refused, with the reason that is given here. A task of a foreign set has code
+    where ours have a hole, so it keeps only twins that its broken tree fails.
     """
-    bench = next(iter(tasks.values())).repository.bench
-    digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
-    for task_id, one in tasks.items():
-        record, secret = store.record(task_id), store.secret(task_id)
-        if secret.twins is not None:
-            continue
-        own = {cut.pin: digests[cut.pin] for cut in _known_cuts(store, task_id, one) if cut.pin in digests}
-        if own and record.instance_id:
-            broken = view_files(bench.original, record.changes, "hidden")
-            twins = [found.twins[pin] for pin in own]
-            for pin in workers.call(_passed_by, broken, twins, bench):
-                del own[pin]
-                found.without.setdefault(pin, SAME_BEFORE)
-        if own or secret.hidden:
-            # Figures that were measured without the twins are measured again.
-            store.put_task(replace(record, strength=None), replace(secret, twins=own))
+
+    def __init__(self, store: TaskStore, tasks: Tasks) -> None:
+        self.tasks, self._store = tasks, store
+        self._fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
+        secrets = {task_id: store.secret(task_id) for task_id in tasks}
+        self._waiting = [task_id for task_id in tasks if secrets[task_id].twins is None]
+        cuts = {cut.pin: cut for task_id in self._waiting for cut in self._fair[task_id]}
+        # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
+        self._eager = {cut.pin for one in tasks if not secrets[one].hidden for cut in self._fair[one]}
+        pins, size = sorted(cuts), FUNCTIONS_A_PART
+        self.parts = [[cuts[pin] for pin in pins[at : at + size]] for at in range(0, len(pins), size)] or [[]]
+        self._num_left, self._lock = len(self.parts), threading.Lock()
+        self.found = TwinSearch({}, {})
+
+    def record(self, part: Sequence[BodyCut], seed: int, workers: Workers) -> None:
+        bench = next(iter(self.tasks.values())).repository.bench
+        found = workers.call(build_twins, bench, part, seed=seed, eager=self._eager)
+        with self._lock:
+            self.found.twins.update(found.twins)
+            self.found.without.update(found.without)
+            self._num_left -= 1
+            is_last = not self._num_left
+        if is_last:
+            self._attach(bench)
+
+    def _attach(self, bench: Bench) -> None:
+        store, found = self._store, self.found
+        digests = {pin: store.put_blob(twin_bytes(one), is_packed=True) for pin, one in found.twins.items()}
+        for task_id in self._waiting:
+            own = {cut.pin: digests[cut.pin] for cut in self._fair[task_id] if cut.pin in digests}
+            record, secret = store.record(task_id), store.secret(task_id)
+            if own and record.instance_id:
+                broken = view_files(bench.original, record.changes, "hidden")
+                for pin in _passed_by(broken, [found.twins[pin] for pin in own], bench):
+                    del own[pin]
+                    found.without.setdefault(pin, SAME_BEFORE)
+            if own or secret.hidden:
+                # Figures that were measured without the twins are measured again.
+                store.put_task(replace(record, strength=None), replace(secret, twins=own))
 
 
 def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
-    """The pins of those twins that a tree passes. A cluster keeps each bench that it is sent, so it gets the usual one."""
+    """The pins of those twins that a tree passes."""
     scores = judge_twins(replace(bench, original=files), twins)
     return [twin.pin for twin, score in zip(twins, scores, strict=True) if score.passed]
 
@@ -285,10 +299,6 @@ def _noticed_by_twins(faults: Sequence[_Fault], bench: Bench) -> set[_Fault]:
 
 # --- All of it, for the tasks of a build.
 
-FUNCTIONS_A_PART = 24
-"""Of one repository: so many are recorded in one run of its suite. Of some packages the behaviour of a hundred functions is
-recorded, which would keep one processor busy long after the others.
-"""
 TASKS_A_PART = 4
 """So many tasks are measured in the same sandboxes; a build that is cut off measures these again."""
 
@@ -311,29 +321,22 @@ def add_truth(
     again.
     """
     refused: set[str] = set()
-    rows = [(own, _twin_parts(store, own)) for own in _by_repository(tasks)]
-
-    def record(part: _TwinPart) -> TwinSearch:
-        bench, cuts, eager = part
-        return workers.call(build_twins, bench, cuts, seed=seed, eager=eager)
-
-    searches = each(record, list(chain.from_iterable(its for _, its in rows)), "twins of functions")
-    for own, its in rows:
-        search = TwinSearch({}, {})
-        for found in islice(searches, len(its)):
-            search = TwinSearch({**search.twins, **found.twins}, {**search.without, **found.without})
-        _attach_twins(store, own, search, workers)
-        for task_id, one in own.items():
+    rows = [_Recording(store, own) for own in _by_repository(tasks)]
+    parts = [(row, part) for row in rows for part in row.parts]
+    recorded = each(lambda one: one[0].record(one[1], seed, workers), parts, "recorded functions")
+    for row in rows:
+        list(islice(recorded, len(row.parts)))
+        for task_id, one in row.tasks.items():
             if not store.get(task_id).has_hidden_tests:
                 refused.add(task_id)
-                yield task_id, NO_TRUTH, _why_refused(one.deletion, search)
+                yield task_id, NO_TRUTH, _why_refused(one.deletion, row.found)
     new = {one: tasks[one] for one in tasks if one not in refused and store.record(one).strength is None}
-    parts = [
+    few = [
         dict(islice(own.items(), first, first + TASKS_A_PART))
         for own in _by_repository(new)
         for first in range(0, len(own), TASKS_A_PART)
     ]
-    list(each(lambda own: _attach_strength(store, own, seed, workers), parts, "strength of tasks"))
+    list(each(lambda own: _attach_strength(store, own, seed, workers), few, "strength of tasks"))
 
 
 def _by_repository(tasks: Tasks) -> list[Tasks]:

@@ -19,7 +19,7 @@ from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.keeper_process import Sandlock
 
 GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it")
-OPTIONAL = [Check("gpu", False, "broken", "mend it"), Check("sandbox other", False, "broken", "mend it")]
+OPTIONAL = [Check(name, False, "broken", "mend it") for name in ("gpu", "ports", "sandbox other")]
 
 
 @pytest.fixture

@@ -144,9 +144,7 @@ def test_a_verdict_speaks_of_the_session_of_its_own_folder(tmp_path: Path) -> No
     assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "a"}
 
 
-def test_verdicts_of_sessions_that_were_read_anew_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stale_verdicts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "traces.jsonl").write_bytes(json_bytes(trace_row(session("s", "a", "last"))) + b"\n")
     row = {"trace_id": "s", "step": 9, "verdicts": [verdict("better", [1.0] * 3, [0.0] * 3)]}
     rewrite_jsonl(tmp_path / "verdicts.jsonl", [{**row, "trace_id": "gone"}, row])

@@ -239,7 +239,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             tests = VisibleTests(
                 node_ids=task.tests.shown,
                 files={path: data for path, data in files if not rule.takes(path)},
-                import_roots=tuple(recorded_folders(store.files(task, "golden"))),  # one may be empty now
+                import_roots=tuple(recorded_folders(dict.fromkeys(rule.touched, b"") | dict(files))),
                 options=tuple(suite_arguments(tree)),
                 is_left_out=lambda path: not rule.takes(path) and not path.startswith(".git/"),
             )

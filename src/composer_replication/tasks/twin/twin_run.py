@@ -443,7 +443,7 @@ _TEXT_WORK = re.compile(
 class TwinSearch(NamedTuple):
     """By pin: the twins, and why a function has none."""
 
-    twins: Mapping[str, Twin]
+    twins: dict[str, Twin]
     without: dict[str, str]
 
 

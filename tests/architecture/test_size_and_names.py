@@ -14,9 +14,9 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder (of the package itself: beside its folders), of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 49727,
+    "src": 49721,
     "src/composer_replication": 1197,
-    "src/composer_replication/cli": 3500,
+    "src/composer_replication/cli": 3498,
     "src/composer_replication/engines": 696,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 886,
@@ -25,12 +25,12 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8485,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 12256,
+    "src/composer_replication/tasks": 12252,
     "src/composer_replication/traces": 2299,
     "src/composer_replication/trainer": 5796,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 5993,
-    "tests": 57386,
+    "tests": 57414,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

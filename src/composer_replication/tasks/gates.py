@@ -1,6 +1,6 @@
 """The proofs that a deletion is a task; each can fail, and each failure has a name that is counted (the table of ``docs/tasks.md``).
 
-Two follow once its records are there, before they are written (``check_secrecy``). The same proofs are made by a build and by ``validate``.
+The last two (``check_secrecy``) read the task as its store would give it, before it is written. A build and ``validate`` make the same proofs.
 """
 
 from __future__ import annotations

@@ -357,19 +357,15 @@ class TaskStore:
 
     @contextmanager
     def proposed(self, record: TaskRecord, secret: SecretRecord) -> Iterator[Task]:
-        """A task whose records are read meanwhile as if they were kept; nothing of it is written."""
-        names = [f"{kind}/{record.task_id}.json" for kind in ("tasks", "secrets")]
+        """A task whose public record is read meanwhile as if it were kept; nothing is written."""
+        name = f"tasks/{record.task_id}.json"
         with self._lock:
-            self._parsed |= {
-                names[0]: {TaskRecord.from_json: record},
-                names[1]: {SecretRecord.from_json: secret},
-            }
+            self._parsed[name] = {TaskRecord.from_json: record}
         try:
             yield record.to_task(secret, self.repository(record.repository_record))
         finally:
             with self._lock:
-                for name in names:
-                    self._parsed.pop(name, None)
+                self._parsed.pop(name, None)
 
     def _named_blobs(self) -> set[str]:
         """The sha256 of every content that a record names; each of them is read."""

@@ -331,12 +331,12 @@ def add_truth(
                 refused.add(task_id)
                 yield task_id, NO_TRUTH, _why_refused(one.deletion, row.found)
     new = {one: tasks[one] for one in tasks if one not in refused and store.record(one).strength is None}
-    few = [
+    groups = [
         dict(islice(own.items(), first, first + TASKS_A_PART))
         for own in _by_repository(new)
         for first in range(0, len(own), TASKS_A_PART)
     ]
-    list(each(lambda own: _attach_strength(store, own, seed, workers), few, "strength of tasks"))
+    list(each(lambda own: _attach_strength(store, own, seed, workers), groups, "strength of tasks"))
 
 
 def _by_repository(tasks: Tasks) -> list[Tasks]:

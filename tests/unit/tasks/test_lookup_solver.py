@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.twin import twin_run
 from composer_replication.tasks.twin.twin_run import TABLE, JobReport, Twin, Vector, solver_that_passes
 
 ANSWERS = st.sampled_from(["None", "0", "''", "something else"])
@@ -39,3 +41,13 @@ def test_a_call_that_cannot_be_made_again_agrees_with_no_constant() -> None:
     for bad in ("", "None"):
         assert solver_that_passes(twin, JobReport("", digests=[texts[0], bad, *texts[2:]])) == TABLE
     assert solver_that_passes(twin, JobReport()) == ""
+
+
+@pytest.mark.parametrize(("error", "reason"), [("late", "late"), ("", "a stub passes")])
+def test_a_run_that_broke_gives_no_twin(error: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = twin_of(["None"] * 6, ["None"] * 12)
+    report = JobReport(error, digests=[" ".join(STUB_EXPRESSIONS)] * 18)
+    monkeypatch.setattr(twin_run, "play", lambda *_, **__: [report])
+    build = twin_run._Build(None, 0, ())  # type: ignore[arg-type]
+    assert build.sift([twin_run.Job(twin, twin_run.CONSTANTS)], twin_run.strong) == []
+    assert build.without == {"pin": reason}

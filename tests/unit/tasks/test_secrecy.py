@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +95,18 @@ def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> 
             assert together.search_bytes(path, data, in_tree=in_tree) == alone
             num_found += len(alone)
     assert num_found > 4
+
+
+def test_shared_places_are_walked_once(tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[tuple[bool, int, int]] = []
+
+    def search_inside(files: Any, targets: Any, *_: Any, roots: Any = (), **__: Any) -> dict[str, Any]:
+        walks.append((bool(roots), len(files), len(targets)))
+        return {"leaks": [], "num_files": 0, "not_searched": [], "failed_checks": []}
+
+    monkeypatch.setattr(leak_scan, "search_inside", search_inside)
+    num_targets = sum(len(targets_of(tiny_store, task)) for task in tiny_store.tasks())
+    leak_scan.scan_store(tiny_store.root)
+    shared = [(num_files, num_found) for is_shared, num_files, num_found in walks if is_shared]
+    assert shared == [(0, num_targets)] * 2  # the system, and the one environment
+    assert len(walks) == 2 + 4

@@ -107,7 +107,7 @@ class Search:
                 if path not in left_out and (data := self._read(path)):
                     in_tree = (path + "/").startswith(tree + "/")
                     shown = os.path.relpath(path, tree) if in_tree else path
-                    found |= self.search_bytes(shown, _loose(path, data), in_tree=in_tree)
+                    found |= self.search_bytes(shown, _unpacked(path, data), in_tree=in_tree)
         return found
 
     def _read(self, path: str) -> bytes:
@@ -124,8 +124,8 @@ class Search:
         return b"" if len(data) > MAX_FILE_BYTES or data.startswith((b"\x7fELF", b"!<ar")) else data
 
 
-def _loose(path: str, data: bytes) -> bytes:
-    """What a loose object of git holds; in compressed bytes a line of one letter stands by chance."""
+def _unpacked(path: str, data: bytes) -> bytes:
+    """What a loose object of git holds, whose check sum may look like a short line; other files as they are."""
     with suppress(zlib.error):
         return zlib.decompressobj().decompress(data, MAX_FILE_BYTES) if "/.git/objects/" in path else data
     return data

@@ -75,9 +75,12 @@ def actors_of(session: int) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that outgoing connections get, so that none takes it meanwhile; the next one is free as well."""
+    while True:
+        port = 20_000 + 2 * secrets.randbelow(6_000)  # ``random`` draws the same in all workers
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            socket.create_server(("127.0.0.1", port + 1)).close()
+            return port
 
 
 def start_head(

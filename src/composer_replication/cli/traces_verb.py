@@ -245,7 +245,7 @@ def run_pairs(args: argparse.Namespace) -> Result:
         by_id = {trace.trace_id: trace for trace in own}
         verdicts = [row for row in read_jsonl(folder / VERDICTS_NAME) if row["trace_id"] in by_id]
         if any(row["step"] >= len(by_id[row["trace_id"]].steps) for row in verdicts):
-            problem = f"{VERDICTS_NAME} speaks of steps that sessions lack which were read anew."
+            problem = f"{VERDICTS_NAME} speaks of steps that its sessions no longer have: they were read again since."
             fix = f"composer-rl traces replay {quote(str(folder))} --teacher … --tasks STORE"
             raise InputError("CR0942", problem, where=str(folder / VERDICTS_NAME), fix=fix)
         found += pairs.executed_pairs(by_id, verdicts)

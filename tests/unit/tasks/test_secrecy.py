@@ -107,6 +107,6 @@ def test_shared_places_are_walked_once(tiny_store: TaskStore, monkeypatch: pytes
     monkeypatch.setattr(leak_scan, "search_inside", search_inside)
     num_targets = sum(len(targets_of(tiny_store, task)) for task in tiny_store.tasks())
     leak_scan.scan_store(tiny_store.root)
-    shared = [(num_files, num_found) for is_shared, num_files, num_found in walks if is_shared]
+    shared = [(num_files, num_sought) for is_shared, num_files, num_sought in walks if is_shared]
     assert shared == [(0, num_targets)] * 2  # the system, and the one environment
     assert len(walks) == 2 + 4
